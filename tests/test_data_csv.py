@@ -154,6 +154,13 @@ def test_rows_longer_than_the_header_do_not_shift(tmp_path):
             load("csv", path=str(path), target="state")
 
 
+@pytest.mark.parametrize("content", ["age:job:state\n" + "1:2:3\n" * 9, "Survey,,\nage,job,state\n1,2,3\n"])
+def test_a_file_that_is_laid_out_otherwise_gets_advice(tmp_path, content):
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(DataError, match=r"unknown column 'state'.*dataset\.delimiter, or dataset\.header"):
+        load("csv", path=str(tmp_path / "a.csv"), target="state")
+
+
 def test_options_choose_columns_and_the_positive_class(tmp_path):
     path = write(tmp_path / "a.csv", frame())
     table = load("csv", path=path, target="state", drop=["job", "age"], positive="well")

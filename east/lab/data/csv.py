@@ -66,7 +66,9 @@ def csv(
     try:
         table = from_frame("csv", frame, target, *choices, decimals=decimals, layout=layout, own=True)
     except DataError as error:
-        raise DataError(f"{error}{f' ({note})' if note else ''}") from None
+        nameless = len(frame.columns) == 1 or frame.columns.str.startswith("Unnamed: ").mean() >= 0.5
+        advice = f". {files.LAID_OUT}" if nameless and str(target) not in frame else ""
+        raise DataError(f"{error}{f' ({note})' if note else ''}{advice}") from None
     return replace(table, file_note=note)
 
 

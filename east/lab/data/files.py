@@ -39,10 +39,8 @@ MISSING = (
     *("", "?", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-EXPECTED = (
-    "Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx); unpack a ZIP archive first. For other text, set "
-    "dataset.delimiter, or dataset.header to the line that names the columns."
-)
+LAID_OUT = "For other text, set dataset.delimiter, or dataset.header to the line that names the columns."
+EXPECTED = f"Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx); unpack a ZIP archive first. {LAID_OUT}"
 
 
 def one_delimiter(typed: str) -> str:
