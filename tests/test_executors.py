@@ -74,11 +74,16 @@ def test_processes_survive_the_loss_of_their_workers(tmp_path):
     assert int((tmp_path / "always").read_text()) == 9 - 2
 
 
-def test_a_worker_has_one_thread_and_the_gpu_of_its_slot():
+def test_a_worker_has_one_thread_and_the_gpu_of_its_slot_and_idle_ones_are_told(monkeypatch, capsys):
+    """With one job for two workers, they are idle half of the time."""
+    monkeypatch.setattr(executors, "WORTH_REPORTING", 0.0)
     place = Place(Executor(name="processes"), slots=("3", "3"))
     ((_, (count, gpu, classifier)),) = execute(threads, deque([{"x": 7}]), place)
     assert (count, gpu, classifier()) == (1, "3", 7), "and a result may hold a function"
     assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
+    told = re.search(r"2 workers, idle (\S+)% of \d.\d min", capsys.readouterr().err)
+    assert told
+    assert float(told[1]) == pytest.approx(50, abs=2)
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path):

@@ -345,6 +345,8 @@ def guarded(task: Callable[[], int], words: Sequence[str]) -> int:
             code, text = BAD_CONFIG, f"config: {failure}"
         elif type(failure).__name__ == "DataError":  # its module is heavy
             code, text = NO_DATA, f"data: {failure}"
+        elif isinstance(failure, BrokenPipeError):
+            text += "\nA pipe was closed before the command ended, as by | head -1. Rerun the same command to resume."
     with suppress(BrokenPipeError):  # as in east-run 2>&1 | head -1
         print(text, *getattr(error, "__notes__", ()), file=sys.stderr)  # the scheduler notes that trials are saved
     return code

@@ -27,7 +27,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from east.choices import ConfigError, EscapedStream
+from east.lab import bars
 from east.lab.settings.settings import Executor, Settings
+
+WORTH_REPORTING = 60.0  # seconds; a longer command reports how long its workers were idle
 
 Job: TypeAlias = Any  # whatever the function takes; it must survive pickling
 Function: TypeAlias = Callable[[Job], Any]
@@ -124,6 +127,7 @@ def inline(function: Function, queue: deque[Job], place: Place) -> Results:
 def processes(function: Function, queue: deque[Job], place: Place) -> Results:
     """One worker per slot. A killed worker is replaced, and its job retried `retries` times, after the others."""
     retries, free, victims = place.executor.retries, list(place.slots), []
+    started, busy_seconds = 0.0, 0.0  # counted from the first job: starting the first worker takes seconds
     idle: list[Worker] = []
     busy: dict[Connection, Worker] = {}
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
@@ -132,6 +136,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
             while queue and (idle or free):
                 worker = idle.pop() if idle else Worker(function, free.pop())
                 worker.give(queue.popleft())
+                started = started or worker.since
                 busy[worker.pipe] = worker
             left = None if place.deadline == math.inf else max(0.0, place.deadline - time.monotonic())
             ready = wait(list(busy), left)
@@ -140,6 +145,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                 return
             for pipe in ready:
                 worker = busy.pop(pipe)  # type: ignore[call-overload]
+                busy_seconds += time.monotonic() - worker.since
                 try:
                     result = pickle.loads(worker.pipe.recv_bytes())
                     idle.append(worker)
@@ -153,6 +159,10 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                     memory = ", as when memory runs out" if worker.process.exitcode == -signal.SIGKILL else ""
                     result = Lost(f"its process ended {retries + 1} times, with code {worker.process.exitcode}{memory}")
                 yield worker.job, result
+        seconds = time.monotonic() - started
+        if started and seconds >= WORTH_REPORTING:
+            idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
+            bars.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
     finally:
         with ignoring_interrupts():  # a second Ctrl-C must not interrupt this
             for worker in [*idle, *busy.values()]:
@@ -172,9 +182,10 @@ class Worker:
         theirs.close()
         self.gpu = gpu
         self.job: Job = None
+        self.since = 0.0  # when it was given its job
 
     def give(self, job: Job) -> None:
-        self.job = job
+        self.job, self.since = job, time.monotonic()
         with suppress(BrokenPipeError):  # it died while idle; reading its result will show that
             self.pipe.send_bytes(pickled(job))
 
