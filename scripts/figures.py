@@ -91,6 +91,32 @@ def headline(table: ResultTable) -> Figure:
     return figure
 
 
+ENSEMBLES = {
+    "Stack + expected": "networks, forests, boosting, logistic regression:\nmixed, decided without labels",
+    "CE stopped by its loss + expected": "one network, decided without labels",
+    "Boosting, tuned by scikit-learn": "gradient boosting, threshold tuned by scikit-learn",
+}  # row of the table `contest_ensembles` -> label
+
+
+@plots.styled
+def ensembles(table: ResultTable) -> Figure:
+    """F1 lead over one network with a searched setting and a tuned threshold, on tables that no choice was made on."""
+    figure = Figure(figsize=(9.2, 1.9), layout="constrained")
+    axes, (entry,) = figure.add_subplot(), table.rankings
+    for y, row in enumerate(ENSEMBLES):
+        lead, colour = entry.leads[ALL][row], plots.GREEN if row.startswith("Stack") else plots.BLUE
+        axes.plot([lead.low, lead.high], [y, y], color=colour)
+        axes.plot(lead.difference, y, "o", ms=5, color=colour)
+        said = f"{lead.difference:+.3f}, ahead on {lead.wins} of {lead.n}".replace("-", "−")
+        axes.annotate(said, (lead.difference, y), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    axes.axvline(0, color=plots.INK, lw=0.8)
+    axes.set(yticks=range(len(ENSEMBLES)), ylim=(len(ENSEMBLES) - 0.5, -0.7))
+    axes.set_yticklabels(ENSEMBLES.values())
+    label = "F1 lead over one network with a searched setting and a tuned threshold; mean and 95 % interval"
+    figure.supxlabel(label, fontsize=9)
+    return figure
+
+
 VERDICTS = {  # word -> colour
     "reproduced": plots.GREEN,
     "close": plots.BLUE,
@@ -184,6 +210,7 @@ def main() -> None:
     built = [tables.build(name, ROOT / "results", scanned=catalogue) for name in tables.papers_tables()]
     figures = {
         "contest": contest(tables.build("contest", ROOT / "results", scanned=found)),
+        "ensembles": ensembles(tables.build("contest_ensembles", ROOT / "results", scanned=found)),
         "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", scanned=found)),
         "published": published(built),
         "steps": steps(),

@@ -79,10 +79,13 @@ class Difference:
     p: float | None = None
     p_holm: float | None = None
     n: int = 0
+    wins: int = 0
 
     @classmethod
     def of(cls, pair: tables.RowPair | statistics.Paired) -> "Difference":
-        return cls(pair.difference, pair.low or 0.0, pair.high or 0.0, pair.p, getattr(pair, "p_holm", None), pair.n)
+        return cls(
+            pair.difference, pair.low or 0.0, pair.high or 0.0, pair.p, getattr(pair, "p_holm", None), pair.n, pair.wins
+        )
 
     @property
     def half_width(self) -> float:
@@ -246,6 +249,10 @@ class Numbers:
         rows = [name for name in self._table("contest").means(TWO[0]) if name != "CE + plug-in"]
         return dict(zip(rows, statistics.holm([self.lead(name).p for name in rows]), strict=True))[row]
 
+    def stack_against(self, row: str) -> Difference:
+        """The lead of the stack over a peer on the tables that no choice was made on; a declared question."""
+        return self.pair("contest_ensembles", "held out", tables.ALL, "Stack + expected", row, "dataset")
+
     def lag(self, row: str, dataset: str) -> float:
         """How far a row is behind the reference on one of the papers' tables."""
         return self._means("CE + plug-in", PAPERS)[dataset] - self._means(row, PAPERS)[dataset]
@@ -279,7 +286,9 @@ class Numbers:
         wanted |= {"dataset": dataset, "loss": loss, "preset": preset}
         wanted |= {"loss.average": "macro"} if loss == "f1" else {}
         wanted |= {names[name]: value for name, value in options.items()}
-        found = d[(d[list(wanted)] == list(wanted.values())).all(axis=1)]
+        found = d
+        for column, value in wanted.items():
+            found = found[found[column] == value]
         return found if "warmup" in options else found[found["protocol.warmup"].isna()]
 
     def trials(self, dataset: str, loss: str, preset: str, score: str = "test.f1_positive", **options) -> Trials:
