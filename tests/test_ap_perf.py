@@ -108,7 +108,7 @@ def test_a_diverged_trial_is_nan_and_leaves_the_others_alone():
 def test_bad_input_is_refused():
     z, y = batch(20)
     with pytest.raises(ValueError, match="no weights"):
-        APPerf()(z, y, torch.ones(20))
+        APPerf()(z, y, torch.full((20,), 2.0))
     with pytest.raises(ValueError, match="two classes or a single logit, got 3"):
         APPerf()(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(ValueError, match="expected 0 to 1, got 1 to 2"):

@@ -14,9 +14,9 @@ import pytest
 from east.choices import groups
 from east.lab import cli
 from east.lab.data import DataError, load
-from east.lab.experiment import records
+from east.lab.experiment import executors, records
 from east.lab.reporting import tables
-from east.lab.settings.settings import Settings
+from east.lab.settings.settings import Executor, Settings
 from east.lab.tasks import plan
 from east.lab.tasks import reproduce as task_reproduce
 from east.lab.tasks import run as task_run
@@ -184,7 +184,8 @@ def test_a_failed_job_of_a_sweep_does_not_stop_the_others(monkeypatch, east_run)
 )
 def test_a_task_prints(words, expected, tmp_path, tiny_results, monkeypatch, out):
     shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(plan, "made", lambda *_, **__: plan.Plan([], None, None))  # neither data nor time
+    nothing = plan.Plan([], executors.Place(Executor(name="inline")), None)  # neither data nor time
+    monkeypatch.setattr(plan, "made", lambda *_, **__: nothing)
     text = out(*words)
     assert expected in text
     if "format=json" in words:

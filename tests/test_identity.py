@@ -35,7 +35,7 @@ def choices_for(config: dict) -> dict[str, str]:
     choices = {group: config[group]["name"] for group in ("dataset", "loss", "protocol")} | {"preset": config["preset"]}
     choices["dataset"] = choices["dataset"].partition("-")[0]  # keel-abalone19 is dataset=keel with set=abalone19
     if config["hyper"]:  # a network
-        choices |= {group: config[group]["name"] for group in ("model", "annealing")}
+        choices |= {group: config[group]["name"] for group in ("model", "annealing", "ensemble") if group in config}
     return choices
 
 
@@ -43,8 +43,8 @@ def command_for(config: dict) -> Command:
     """The command that would produce the record: its config files, its preset, and every value typed out."""
     values = {
         f"{section}.{name}": value
-        for section in (SECTIONS if config["hyper"] else SECTIONS[:3])
-        for name, value in config[section].items()
+        for section in ((*SECTIONS, "ensemble") if config["hyper"] else SECTIONS[:3])
+        for name, value in config.get(section, {}).items()
         if name not in LABELS
     }
     return Command(choices_for(config) | values)
