@@ -36,6 +36,10 @@ def signed(number: float, digits: int = 3) -> str:
     return f"{number:+.{digits}f}".replace("-", "−")
 
 
+def p_value(p: float | None) -> str:
+    return "< 0.001" if p is not None and p < 0.001 else f"{p or 0:.3f}"
+
+
 @dataclass(frozen=True)
 class Trials:
     """The scores of one setting's trials. In a text: "0.158 ± 0.016".
@@ -94,7 +98,7 @@ class Difference:
     def __format__(self, what: str) -> str:
         middle, low, high = (signed(number) for number in (self.mean, self.low, self.high))
         shown = {"": f"{middle} [{low}, {high}]", "to": f"{middle}, {low} to {high}", "d": middle}
-        return (shown | {"ends": f"{low} to {high}", "h": f"{self.p_holm or 0:.3f}"})[what]
+        return (shown | {"ends": f"{low} to {high}", "h": p_value(self.p_holm)})[what]
 
     def __str__(self) -> str:
         return format(self, "")
