@@ -13,6 +13,8 @@ from east.lab.reporting.writers import WRITERS, answer
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 
+MOST_DRAWN = 1000  # cells: of table=grid on many records, a figure would take minutes and show nothing
+
 
 def main(command: Command, settings: Settings) -> int:
     with bars.bar("rendering"):
@@ -38,7 +40,8 @@ def text(settings: Settings, preset: str | None) -> str:
         for table in built:
             stem = table.spec.name if settings.variant == "clean" else f"{table.spec.name}_{settings.variant}"
             write_atomically(folder / f"{stem}.md", WRITERS["markdown"]([table]))
-            if any(cell.values for cell in table.cells):
+            small = table.spec.ranked or len(table.cells) <= MOST_DRAWN
+            if small and any(cell.values for cell in table.cells):
                 figure = folder.with_name("figures") / f"{stem}.{settings.format or 'svg'}"
                 plots.save(plots.figure_of(table), figure)
         shown += f"\nwritten to {folder}, with figures in {folder.with_name('figures')}"
