@@ -21,7 +21,7 @@ from tests.recomputed import (
 )  # fmt: skip
 from tests.tracked import exported
 
-CONTESTS = [file.stem for file in FILES if file.stem.startswith("contest")]
+CONTESTS = [file.stem for file in FILES if file.stem.startswith(("contest", "ensembles"))]
 OTHERS = [file.stem for file in FILES if file.stem not in CONTESTS]
 
 
